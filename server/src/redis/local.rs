@@ -123,11 +123,8 @@ const MISSING: [(&str, &[&str]); 5] = [
         ],
     ),
     (
-        "bits, estimates and places are not supported",
+        "other commands on bits, estimates and places are not supported",
         &[
-            "setbit",
-            "getbit",
-            "bitcount",
             "bitop",
             "bitpos",
             "bitfield",
@@ -170,7 +167,6 @@ const MISSING: [(&str, &[&str]); 5] = [
             "latency",
             "memory",
             "module",
-            "object",
             "swapdb",
             "move",
             "migrate",
@@ -182,39 +178,8 @@ const MISSING: [(&str, &[&str]); 5] = [
     (
         "it is not supported",
         &[
-            "monitor",
-            "copy",
-            "touch",
-            "sort",
-            "sort_ro",
-            "lcs",
-            "lpos",
-            "linsert",
-            "lmpop",
-            "blmpop",
-            "srandmember",
-            "sintercard",
-            "hrandfield",
-            "zrandmember",
-            "zunion",
-            "zinter",
-            "zdiff",
-            "zunionstore",
-            "zinterstore",
-            "zdiffstore",
-            "zintercard",
-            "zrangestore",
-            "zlexcount",
-            "zrangebylex",
-            "zrevrangebylex",
-            "zremrangebylex",
-            "zmpop",
-            "bzmpop",
-            "hexpire",
-            "hpexpire",
-            "httl",
-            "hpttl",
-            "hpersist",
+            "monitor", "sort", "sort_ro", "lcs", "blmpop", "bzmpop", "hexpire", "hpexpire", "httl",
+            "hpttl", "hpersist",
         ],
     ),
 ];
@@ -645,14 +610,20 @@ fn described(name: &str, arity: i64, flags: &[&'static str], keys: (i64, i64, i6
     ])
 }
 
+/// Commands whose first key is at a fixed position. The others follow their number.
+const MOVABLE: [&str; 3] = ["zunionstore", "zinterstore", "zdiffstore"];
+
 /// Every command.
 fn descriptions() -> Vec<(&'static str, Reply)> {
     let data = COMMANDS.iter().map(|spec| {
         let flags: &[&str] = match (spec.keys == (0, 0, 0), spec.is_read_only) {
             _ if spec.name.ends_with("publish") => &["pubsub", "loading", "stale", "fast"],
+            (false, false) if MOVABLE.contains(&spec.name) => &["write", "movablekeys"],
             (false, true) => &["readonly"],
             (false, false) => &["write"],
-            // The keys of a script follow their number.
+            // The keys follow their number.
+            (true, true) if !spec.name.starts_with("eval") => &["readonly", "movablekeys"],
+            (true, false) if !spec.name.starts_with("eval") => &["write", "movablekeys"],
             (true, true) => &["readonly", "noscript", "movablekeys"],
             (true, false) => &["noscript", "movablekeys"],
         };

@@ -80,6 +80,16 @@ pub(super) fn write(reply: &Reply, version: Version, out: &mut BytesMut) {
             head(b'*', if is_three { items.len() } else { 2 * items.len() }, out);
             items.iter().for_each(|(name, score)| pair(name, *score, version, out));
         }
+        Reply::Couples(items) => {
+            head(b'*', if is_three { items.len() } else { 2 * items.len() }, out);
+            for (name, value) in items {
+                if is_three {
+                    head(b'*', 2, out);
+                }
+                bulk(name, out);
+                bulk(value, out);
+            }
+        }
         Reply::Error(failure) => line(b'-', &failure.0, out),
     }
 }
@@ -130,6 +140,11 @@ mod tests {
                 Reply::Pairs(vec![("a".into(), score)]),
                 "*2\r\n$1\r\na\r\n$3\r\n1.5\r\n",
                 "*1\r\n*2\r\n$1\r\na\r\n,1.5\r\n",
+            ),
+            (
+                Reply::Couples(vec![("a".into(), "b".into())]),
+                "*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+                "*1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n",
             ),
         ];
         for (reply, two, three) in cases {

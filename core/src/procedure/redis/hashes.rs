@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 
-use super::Use;
 use super::entry::cost_of;
 use super::number::{self, Decimal};
 use super::reply::{Answer, Failure, NOT_FLOAT, OVERFLOW, Reply};
 use super::state::{Context, Slot};
+use super::{Use, random};
 use crate::wire::Wire;
 
 /// A command on one hash.
@@ -38,6 +38,8 @@ pub enum Hashes {
     Add(Bytes, i64),
     /// `HINCRBYFLOAT`: a field and a decimal number.
     AddDecimal(Bytes, Bytes),
+    /// `HRANDFIELD`: how many, and whether with their values.
+    Random(Option<i64>, bool),
 }
 
 const NOT_INTEGER: Failure = Failure::new("ERR hash value is not an integer");
@@ -53,7 +55,8 @@ impl Hashes {
             | Self::Values
             | Self::Has(_)
             | Self::Length
-            | Self::ValueLength(_) => Use::Read,
+            | Self::ValueLength(_)
+            | Self::Random(..) => Use::Read,
             Self::Set(..)
             | Self::SetIfAbsent(..)
             | Self::Delete(_)
@@ -127,6 +130,20 @@ impl Hashes {
                 let sum = Bytes::from(old.plus(amount).ok_or(OVERFLOW)?.to_string());
                 put(slot, cx, &[(name.clone(), sum.clone())])?;
                 Ok(Reply::Bulk(sum))
+            }
+            Self::Random(None, _) => {
+                let one = fields.and_then(|fields| random::one(cx.stamp, fields.keys()));
+                Ok(Reply::bulk_or_nil(one))
+            }
+            Self::Random(Some(count), has_values) => {
+                let all = fields.into_iter().flatten().collect();
+                let chosen = random::choose(cx.stamp, *count, all).into_iter();
+                Ok(if *has_values {
+                    let pair = |(name, value): (&Bytes, &Bytes)| (name.clone(), value.clone());
+                    Reply::Couples(chosen.map(pair).collect())
+                } else {
+                    Reply::bulks(chosen.map(|(name, _)| name))
+                })
             }
         }
     }

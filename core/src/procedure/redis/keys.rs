@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+
+use super::entry::Content;
 use super::parse::Args;
-use super::reply::{Answer, Failure, NOT_INTEGER, Reply};
+use super::reply::{Answer, Failure, NOT_INTEGER, Reply, SYNTAX, WRONG_TYPE};
 use super::state::{Context, Slot};
 use super::strings::Lifetime;
 use super::{Use, number};
@@ -48,12 +51,101 @@ pub enum Keys {
         /// Since 1970, otherwise from now on.
         is_absolute: bool,
     },
+    /// `OBJECT`
+    Describe(Aspect),
+}
+
+/// What `OBJECT` says about a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+pub enum Aspect {
+    /// How Redis would keep the value in its memory.
+    Encoding,
+    /// How many keys share the value.
+    References,
+    /// How long nobody has used the key.
+    IdleTime,
+    /// How often the key is used.
+    Frequency,
+}
+
+/// Nodes evict nothing, so they do not note when a key is used.
+const NO_IDLE_TIME: Failure = Failure::new(
+    "ERR idle time is not tracked, because nothing is evicted; OBJECT IDLETIME is not available",
+);
+const NO_FREQUENCY: Failure = Failure::new(
+    "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that \
+     when switching between policies at runtime LRU and LFU data will take some time to adjust.",
+);
+
+/// `OBJECT ENCODING | REFCOUNT | IDLETIME | FREQ key`
+pub(super) fn parse_object(args: &mut Args<'_>) -> Result<(u32, Keys), Failure> {
+    let word = args.bytes()?;
+    let all = [
+        ("encoding", Aspect::Encoding),
+        ("refcount", Aspect::References),
+        ("idletime", Aspect::IdleTime),
+        ("freq", Aspect::Frequency),
+    ];
+    let found = all.into_iter().find(|(name, _)| word.eq_ignore_ascii_case(name.as_bytes()));
+    let Some((name, aspect)) = found else {
+        let shown = String::from_utf8_lossy(word.get(..word.len().min(128)).unwrap_or_default());
+        return Err(Failure::of(format!("ERR unknown subcommand '{shown}'. Try OBJECT HELP.")));
+    };
+    if args.left() != 1 {
+        return Err(super::wrong_arity(&format!("object|{name}")));
+    }
+    Ok((args.key()?, Keys::Describe(aspect)))
+}
+
+fn describe(slot: &Slot, aspect: Aspect) -> Answer {
+    if !slot.exists() {
+        return Ok(Reply::Nil);
+    }
+    match aspect {
+        Aspect::Encoding => {
+            let content = slot.content().ok_or(WRONG_TYPE)?;
+            Ok(Reply::Bulk(Bytes::from_static(encoding(content).as_bytes())))
+        }
+        // Each key has a value of its own.
+        Aspect::References => Ok(Reply::Integer(1)),
+        Aspect::IdleTime => Err(NO_IDLE_TIME),
+        Aspect::Frequency => Err(NO_FREQUENCY),
+    }
+}
+
+/// How Redis 7.0 keeps such a value, with its standard settings, if it was made at once.
+fn encoding(content: &Content) -> &'static str {
+    let is_short = |text: &Bytes| text.len() <= 64;
+    let packed = |is_small: bool, otherwise| if is_small { "listpack" } else { otherwise };
+    match content {
+        Content::String(text) if number::integer(text).is_some() => "int",
+        Content::String(text) if text.len() <= 44 => "embstr",
+        Content::String(_) => "raw",
+        Content::List(_) => "quicklist",
+        Content::Hash(fields) => packed(
+            fields.len() <= 128
+                && fields.iter().all(|(name, value)| is_short(name) && is_short(value)),
+            "hashtable",
+        ),
+        Content::Sorted(members) => {
+            packed(members.len() <= 128 && members.keys().all(is_short), "skiplist")
+        }
+        Content::Set(members) => {
+            let is_number = |name: &Bytes| number::integer(name).is_some();
+            if members.len() <= 512 && members.iter().all(is_number) {
+                "intset"
+            } else {
+                "hashtable"
+            }
+        }
+        Content::Nothing => "none",
+    }
 }
 
 impl Keys {
     pub(super) fn uses(&self) -> Use {
         match self {
-            Self::Type | Self::Remaining { .. } => Use::Read,
+            Self::Type | Self::Remaining { .. } | Self::Describe(_) => Use::Read,
             Self::Expire(..) | Self::Persist => Use::Change,
         }
     }
@@ -89,6 +181,7 @@ impl Keys {
                     i64::try_from(shown).unwrap_or(i64::MAX)
                 }
             })),
+            Self::Describe(aspect) => describe(slot, *aspect),
         }
     }
 }
@@ -156,6 +249,25 @@ fn expire_conditions(args: &mut Args<'_>) -> Result<ExpireConditions, Failure> {
         return Err(Failure::new("ERR GT and LT options at the same time are not compatible"));
     }
     Ok(conditions)
+}
+
+/// `COPY source destination [REPLACE]`: the keys, and whether another key is replaced.
+pub(super) fn parse_copy(args: &mut Args<'_>) -> Result<(u32, u32, bool), Failure> {
+    let (from, to) = (args.key()?, args.key()?);
+    let mut is_replacing = false;
+    while args.left() > 0 {
+        if args.takes("REPLACE") {
+            is_replacing = true;
+        } else if args.left() > 1 && args.takes("DB") {
+            return Err(Failure::new("ERR COPY with DB is not supported"));
+        } else {
+            return Err(SYNTAX);
+        }
+    }
+    if from == to {
+        return Err(Failure::new("ERR source and destination objects are the same"));
+    }
+    Ok((from, to, is_replacing))
 }
 
 /// The part of a list from `first` to `last`, both included; negative numbers count from the end.

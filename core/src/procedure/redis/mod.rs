@@ -23,13 +23,17 @@
 //!
 //! **Messages.** `PUBLISH` writes the key of its channel ([`messages`]).
 
+mod bits;
 pub mod entry;
 pub mod hashes;
 pub mod keys;
 pub mod lists;
+pub mod merge;
 pub mod messages;
 pub mod number;
 mod parse;
+pub mod pops;
+mod random;
 pub mod reply;
 pub mod script;
 #[cfg(test)]
@@ -50,16 +54,20 @@ pub use table::{COMMANDS, Spec};
 pub use work::WORK_BYTES_MAX;
 
 use super::{Call, Procedure, Results};
+use crate::ordered::OrdMap;
 use crate::txn::{AbortReason, Key, Value};
 use crate::wire::{self, Wire};
 use entry::{Content, Stamp};
 use hashes::Hashes;
 use keys::Keys;
 use lists::{End, Lists};
+use merge::Merge;
+use number::Score;
+use pops::Popped;
 use reply::{Answer, Failure, Reply};
 use script::Script;
 use sets::{Combination, Sets};
-use sorted::Sorted;
+use sorted::{Sorted, Span};
 use state::{Context, Slot};
 use strings::Strings;
 use work::Meter;
@@ -127,6 +135,32 @@ pub enum Command {
         /// The message.
         message: Bytes,
     },
+    /// `COPY`: from one key to another, which it replaces if true.
+    Copy(u32, u32, bool),
+    /// `SINTERCARD`: the sets, and how many members it counts at most, 0 for all.
+    CountShared(Vec<u32>, u64),
+    /// `ZUNION`, `ZINTER`, `ZDIFF`, with the scores if true.
+    Merge(Merge, bool),
+    /// `ZUNIONSTORE`, `ZINTERSTORE`, `ZDIFFSTORE`: the target first.
+    MergeInto(u32, Merge),
+    /// `ZINTERCARD`: how many members it counts at most, 0 for all.
+    CountMerged(Merge, u64),
+    /// `ZRANGESTORE`
+    RangeInto {
+        /// The key that receives the members.
+        target: u32,
+        /// The sorted set.
+        source: u32,
+        /// Which members.
+        span: Span,
+        /// From the highest score to the lowest.
+        is_reverse: bool,
+        /// Members to leave out first, and most members to keep (all if negative).
+        limit: Option<(i64, i64)>,
+    },
+    /// `LMPOP`, `ZMPOP`: keys with their names, what it takes from the first of them that has
+    /// elements, and how many.
+    PopFirst(Vec<(u32, Bytes)>, Popped, u64),
 }
 
 impl Command {
@@ -144,6 +178,7 @@ impl Command {
             Self::GetSeveral(keys)
             | Self::Exists(keys)
             | Self::Combine(_, keys)
+            | Self::CountShared(keys, _)
             | Self::Watch(keys) => all(keys, Use::Read),
             Self::SetSeveral(pairs) => pairs.iter().map(|(key, _)| (*key, Use::Replace)).collect(),
             Self::SetSeveralIfAbsent(pairs) => {
@@ -160,6 +195,17 @@ impl Command {
             | Self::Rename(from, to, _) => vec![(*from, Use::Change), (*to, Use::Change)],
             Self::Script(script) => script.uses(),
             Self::Publish { channel, .. } => vec![(*channel, Use::Replace)],
+            Self::Copy(from, to, _) => vec![(*from, Use::Read), (*to, Use::Change)],
+            Self::Merge(merge, _) | Self::CountMerged(merge, _) => all(&merge.keys, Use::Read),
+            Self::MergeInto(target, merge) => {
+                let mut uses = all(&merge.keys, Use::Read);
+                uses.push((*target, Use::Change));
+                uses
+            }
+            Self::RangeInto { target, source, .. } => {
+                vec![(*source, Use::Read), (*target, Use::Change)]
+            }
+            Self::PopFirst(keys, ..) => keys.iter().map(|(key, _)| (*key, Use::Change)).collect(),
         }
     }
 
@@ -437,6 +483,30 @@ fn execute(command: &Command, slots: &mut [Slot], cx: Context) -> Answer {
         Command::Publish { channel, place, message } => {
             messages::publish(slot(slots, *channel)?, cx, *place, message)
         }
+        Command::Copy(from, to, is_replacing) => copy(slots, cx, *from, *to, *is_replacing),
+        Command::CountShared(keys, limit) => {
+            let shared = Combination::Intersection.of(sets_of(slots, keys)?.into_iter());
+            Ok(Reply::count(merge::limited(shared.len(), *limit)))
+        }
+        Command::Merge(merge, has_scores) => {
+            let members = merge.members(slots)?.into_iter();
+            let mut members: Vec<_> = members.map(|(name, score)| (score, name)).collect();
+            members.sort_unstable();
+            Ok(sorted::listed(members, *has_scores))
+        }
+        Command::MergeInto(target, merge) => {
+            let members = merge.members(slots)?;
+            store(slot(slots, *target)?, cx, members)
+        }
+        Command::CountMerged(merge, limit) => {
+            Ok(Reply::count(merge::limited(merge.members(slots)?.len(), *limit)))
+        }
+        Command::RangeInto { target, source, span, is_reverse, limit } => {
+            let chosen = sorted::select(slot(slots, *source)?, span, *is_reverse, *limit)?;
+            let members = chosen.into_iter().map(|(score, name)| (name, score)).collect();
+            store(slot(slots, *target)?, cx, members)
+        }
+        Command::PopFirst(keys, popped, count) => pops::pop_first(slots, cx, keys, *popped, *count),
     }
 }
 
@@ -476,6 +546,33 @@ fn combine_into(
     }
     target.replace(content, 0, cx);
     Ok(Reply::count(target.set()?.map_or(0, crate::ordered::OrdSet::len)))
+}
+
+/// Replaces a key by these members; removes it if there are none.
+fn store(target: &mut Slot, cx: Context, members: OrdMap<Bytes, Score>) -> Answer {
+    let many = members.len();
+    let content = Content::Sorted(members);
+    if content.is_vacant() {
+        target.remove();
+        return Ok(Reply::Integer(0));
+    }
+    if content.cost() > entry::COST_MAX {
+        return Err(reply::TOO_LARGE);
+    }
+    target.replace(content, 0, cx);
+    Ok(Reply::count(many))
+}
+
+fn copy(slots: &mut [Slot], cx: Context, from: u32, to: u32, is_replacing: bool) -> Answer {
+    let source = slot(slots, from)?;
+    let Some(expires_ms) = source.expires_ms() else { return Ok(Reply::Integer(0)) };
+    let content = source.content().cloned();
+    let target = slot(slots, to)?;
+    if target.exists() && !is_replacing {
+        return Ok(Reply::Integer(0));
+    }
+    target.replace(content.ok_or(reply::WRONG_TYPE)?, expires_ms, cx);
+    Ok(Reply::Integer(1))
 }
 
 fn move_member(slots: &mut [Slot], cx: Context, from: u32, to: u32, member: &Bytes) -> Answer {

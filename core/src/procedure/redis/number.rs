@@ -98,6 +98,11 @@ impl Score {
     /// The highest one.
     pub const MAX: Self = Self(f64::INFINITY);
 
+    /// Zero.
+    pub const ZERO: Self = Self(0.0);
+    /// One.
+    pub const ONE: Self = Self(1.0);
+
     /// The score with this value; none if it is not a number.
     #[must_use]
     pub fn new(value: f64) -> Option<Self> {
@@ -126,6 +131,16 @@ impl Score {
     #[allow(clippy::float_arithmetic, reason = "a single IEEE addition has one result everywhere")]
     pub fn plus(self, other: Self) -> Option<Self> {
         Self::new(self.0 + other.0)
+    }
+
+    /// The product; none if it is not a number (zero times an infinity).
+    #[must_use]
+    #[allow(
+        clippy::float_arithmetic,
+        reason = "a single IEEE multiplication has one result everywhere"
+    )]
+    pub fn times(self, other: Self) -> Option<Self> {
+        Self::new(self.0 * other.0)
     }
 }
 

@@ -202,6 +202,22 @@ impl<'a> Args<'a> {
         Ok(keys)
     }
 
+    /// So many arguments, as keys.
+    pub(super) fn some_keys(&mut self, many: usize) -> Result<Vec<u32>, Failure> {
+        (0..many).map(|_| self.key()).collect()
+    }
+
+    /// The number of keys that follow: 1 or more.
+    pub(super) fn number_of_keys(&mut self) -> Result<usize, Failure> {
+        self.positive(Failure::new("ERR numkeys should be greater than 0"))
+    }
+
+    /// A number, 1 or more.
+    pub(super) fn positive(&mut self, wrong: Failure) -> Result<usize, Failure> {
+        let number = number::integer(&self.bytes()?).and_then(|many| usize::try_from(many).ok());
+        number.filter(|many| *many > 0).ok_or(wrong)
+    }
+
     /// The error for a number of arguments that the command does not have.
     pub(super) fn arity(&self) -> Failure {
         wrong_arity(self.name)

@@ -29,6 +29,8 @@ pub enum Reply {
     Map(Vec<(Reply, Reply)>),
     /// Members with scores: a list of pairs; in RESP2 one list.
     Pairs(Vec<(Bytes, Score)>),
+    /// Fields with values: a list of pairs; in RESP2 one list.
+    Couples(Vec<(Bytes, Bytes)>),
     /// Different values; in RESP2 a list.
     Set(Vec<Reply>),
     /// An error. The command had no effect.
@@ -81,6 +83,12 @@ impl Reply {
             }
             Self::Pairs(items) => {
                 HEAD + items.iter().map(|(name, _)| name.len() + 3 * HEAD).sum::<usize>()
+            }
+            Self::Couples(items) => {
+                HEAD + items
+                    .iter()
+                    .map(|(one, two)| one.len() + two.len() + 3 * HEAD)
+                    .sum::<usize>()
             }
             Self::Error(failure) => failure.0.len() + HEAD,
         }

@@ -382,6 +382,12 @@ fn value_of(heap: &mut Heap, reply: &Reply) -> Result<Value, Stop> {
                 items.push(value_of(heap, value)?);
             }
         }
+        Reply::Couples(pairs) => {
+            for (name, value) in pairs {
+                items.push(heap.text(name)?);
+                items.push(heap.text(value)?);
+            }
+        }
         Reply::Pairs(pairs) => {
             for (name, score) in pairs {
                 items.push(heap.text(name)?);

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use super::Use;
 use super::entry::{Stamp, cost_of};
 use super::reply::{Answer, Reply};
 use super::state::{Context, Slot};
+use super::{Use, random};
 use crate::ordered::OrdSet;
 use crate::wire::Wire;
 
@@ -26,12 +26,16 @@ pub enum Sets {
     Remove(Vec<Bytes>),
     /// `SPOP`, of one member or of several.
     Pop(Option<u64>),
+    /// `SRANDMEMBER`, of one member or of several.
+    Random(Option<i64>),
 }
 
 impl Sets {
     pub(super) fn uses(&self) -> Use {
         match self {
-            Self::Members | Self::Has(_) | Self::HasSeveral(_) | Self::Count => Use::Read,
+            Self::Members | Self::Has(_) | Self::HasSeveral(_) | Self::Count | Self::Random(_) => {
+                Use::Read
+            }
             Self::Add(_) | Self::Remove(_) | Self::Pop(_) => Use::Change,
         }
     }
@@ -79,6 +83,14 @@ impl Sets {
                 Ok(Reply::count(gone))
             }
             Self::Pop(count) => pop(slot, cx, *count),
+            Self::Random(None) => {
+                let one = members.and_then(|members| random::one(cx.stamp, members.iter()));
+                Ok(Reply::bulk_or_nil(one))
+            }
+            Self::Random(Some(count)) => {
+                let all: Vec<&Bytes> = members.into_iter().flatten().collect();
+                Ok(Reply::bulks(random::choose(cx.stamp, *count, all)))
+            }
         }
     }
 }

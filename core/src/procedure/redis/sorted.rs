@@ -7,7 +7,7 @@ use super::number::Score;
 use super::parse::Args;
 use super::reply::{Answer, Failure, NOT_FLOAT, Reply, SYNTAX};
 use super::state::{Context, Slot};
-use super::{Use, keys};
+use super::{Command, Use, keys, random};
 use crate::ordered::OrdMap;
 use crate::wire::Wire;
 
@@ -39,13 +39,65 @@ impl Interval {
     }
 }
 
+/// An end of an interval of names.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub enum NameBound {
+    /// Before all names.
+    Lowest,
+    /// After all names.
+    Highest,
+    /// This name, which is inside.
+    Inclusive(Bytes),
+    /// This name, which is outside.
+    Exclusive(Bytes),
+}
+
+impl NameBound {
+    /// Whether a name is above this lower end.
+    fn is_below(&self, name: &Bytes) -> bool {
+        match self {
+            Self::Lowest => true,
+            Self::Highest => false,
+            Self::Inclusive(end) => name >= end,
+            Self::Exclusive(end) => name > end,
+        }
+    }
+
+    /// Whether a name is below this upper end.
+    fn is_above(&self, name: &Bytes) -> bool {
+        match self {
+            Self::Lowest => false,
+            Self::Highest => true,
+            Self::Inclusive(end) => name <= end,
+            Self::Exclusive(end) => name < end,
+        }
+    }
+}
+
+/// An interval of names.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct NameInterval {
+    /// The lower end.
+    pub min: NameBound,
+    /// The upper end.
+    pub max: NameBound,
+}
+
+impl NameInterval {
+    fn contains(&self, name: &Bytes) -> bool {
+        self.min.is_below(name) && self.max.is_above(name)
+    }
+}
+
 /// Which members a range has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Span {
     /// From one rank to another, both included.
     Ranks(i64, i64),
     /// All in an interval of scores.
     Scores(Interval),
+    /// All in an interval of names.
+    Names(NameInterval),
 }
 
 /// When `ZADD` changes members.
@@ -93,10 +145,14 @@ pub enum Sorted {
     Increment(AddOptions, Bytes, Score),
     /// `ZREM`
     Remove(Vec<Bytes>),
-    /// `ZREMRANGEBYRANK`, `ZREMRANGEBYSCORE`
+    /// `ZREMRANGEBYRANK`, `ZREMRANGEBYSCORE`, `ZREMRANGEBYLEX`
     RemoveRange(Span),
     /// `ZPOPMIN`, and `ZPOPMAX` if true: how many, if the command says so.
     Pop(bool, Option<u64>),
+    /// `ZLEXCOUNT`
+    CountNames(NameInterval),
+    /// `ZRANDMEMBER`: how many, and whether with their scores.
+    Random(Option<i64>, bool),
 }
 
 const SUM_IS_NAN: Failure = Failure::new("ERR resulting score is not a number (NaN)");
@@ -109,7 +165,9 @@ impl Sorted {
             | Self::Count
             | Self::CountIn(_)
             | Self::Rank(..)
-            | Self::Range { .. } => Use::Read,
+            | Self::Range { .. }
+            | Self::CountNames(_)
+            | Self::Random(..) => Use::Read,
             Self::Add(..)
             | Self::Increment(..)
             | Self::Remove(_)
@@ -144,35 +202,59 @@ impl Sorted {
                 Ok(Reply::count(all.filter(|member| before(*member)).count()))
             }
             Self::Range { span, is_reverse, limit, has_scores } => {
-                let chosen = select(slot, *span, *is_reverse, *limit)?;
+                let chosen = select(slot, span, *is_reverse, *limit)?;
                 Ok(listed(chosen, *has_scores))
             }
             Self::Add(options, new) => add(slot, cx, *options, new),
             Self::Increment(options, name, amount) => increment(slot, cx, *options, name, *amount),
             Self::Remove(names) => remove(slot, cx, names).map(Reply::count),
             Self::RemoveRange(span) => {
-                let chosen = select(slot, *span, false, None)?;
+                let chosen = select(slot, span, false, None)?;
                 let names: Vec<Bytes> = chosen.into_iter().map(|(_, name)| name).collect();
                 remove(slot, cx, &names).map(Reply::count)
             }
             Self::Pop(is_max, count) => {
-                let many = i64::try_from(count.unwrap_or(1)).unwrap_or(i64::MAX);
-                let chosen = select(slot, Span::Ranks(0, -1), *is_max, Some((0, many)))?;
-                let names: Vec<Bytes> = chosen.iter().map(|(_, name)| name.clone()).collect();
-                remove(slot, cx, &names)?;
+                let chosen = pop(slot, cx, *is_max, count.unwrap_or(1))?;
                 Ok(match count {
                     Some(_) => listed(chosen, true),
                     None => flat(chosen),
                 })
             }
+            Self::CountNames(interval) => {
+                let names = members.into_iter().flatten().map(|(name, _)| name);
+                Ok(Reply::count(names.filter(|name| interval.contains(name)).count()))
+            }
+            Self::Random(None, _) => {
+                let one = members.and_then(|members| random::one(cx.stamp, members.keys()));
+                Ok(Reply::bulk_or_nil(one))
+            }
+            Self::Random(Some(count), has_scores) => {
+                let all = members.into_iter().flatten();
+                let all = all.map(|(name, score)| (*score, name.clone())).collect();
+                Ok(listed(random::choose(cx.stamp, *count, all), *has_scores))
+            }
         }
     }
 }
 
+/// Removes members with the lowest or highest scores.
+pub(super) fn pop(
+    slot: &mut Slot,
+    cx: Context,
+    is_max: bool,
+    many: u64,
+) -> Result<Vec<(Score, Bytes)>, Failure> {
+    let many = i64::try_from(many).unwrap_or(i64::MAX);
+    let chosen = select(slot, &Span::Ranks(0, -1), is_max, Some((0, many)))?;
+    let names: Vec<Bytes> = chosen.iter().map(|(_, name)| name.clone()).collect();
+    remove(slot, cx, &names)?;
+    Ok(chosen)
+}
+
 /// The members of a range, with their scores, in the order of the answer.
-fn select(
+pub(super) fn select(
     slot: &Slot,
-    span: Span,
+    span: &Span,
     is_reverse: bool,
     limit: Option<(i64, i64)>,
 ) -> Result<Vec<(Score, Bytes)>, Failure> {
@@ -180,23 +262,20 @@ fn select(
     let (skip, many) = limit.map_or((0, usize::MAX), |(skip, many)| {
         (usize::try_from(skip).unwrap_or(usize::MAX), usize::try_from(many).unwrap_or(usize::MAX))
     });
-    let chosen: Vec<(Score, Bytes)> = match (span, is_reverse) {
-        (Span::Ranks(first, last), false) => {
-            let part = keys::span(first, last, order.len());
-            let part = order.iter().skip(part.start).take(part.len());
+    let all: Box<dyn Iterator<Item = &(Score, Bytes)>> =
+        if is_reverse { Box::new(order.iter().rev()) } else { Box::new(order.iter()) };
+    let chosen: Vec<(Score, Bytes)> = match span {
+        Span::Ranks(first, last) => {
+            let part = keys::span(*first, *last, order.len());
+            let part = all.skip(part.start).take(part.len());
             part.skip(skip).take(many).cloned().collect()
         }
-        (Span::Ranks(first, last), true) => {
-            let part = keys::span(first, last, order.len());
-            let part = order.iter().rev().skip(part.start).take(part.len());
+        Span::Scores(interval) => {
+            let part = all.filter(|(score, _)| interval.contains(*score));
             part.skip(skip).take(many).cloned().collect()
         }
-        (Span::Scores(interval), false) => {
-            let part = order.iter().filter(|(score, _)| interval.contains(*score));
-            part.skip(skip).take(many).cloned().collect()
-        }
-        (Span::Scores(interval), true) => {
-            let part = order.iter().rev().filter(|(score, _)| interval.contains(*score));
+        Span::Names(interval) => {
+            let part = all.filter(|(_, name)| interval.contains(name));
             part.skip(skip).take(many).cloned().collect()
         }
     };
@@ -205,7 +284,7 @@ fn select(
 
 /// Members, each with its score if asked for. With scores the answer is a list of pairs, which
 /// RESP2 writes one after the other.
-fn listed(members: Vec<(Score, Bytes)>, has_scores: bool) -> Reply {
+pub(super) fn listed(members: Vec<(Score, Bytes)>, has_scores: bool) -> Reply {
     if has_scores {
         Reply::Pairs(members.into_iter().map(|(score, name)| (name, score)).collect())
     } else {
@@ -364,39 +443,140 @@ pub(super) fn parse_interval(args: &mut Args<'_>, is_reverse: bool) -> Result<In
     Ok(Interval { min, max })
 }
 
-/// `ZRANGE key start stop [BYSCORE] [REV] [LIMIT offset count] [WITHSCORES]`
+const BAD_NAME_BOUND: Failure = Failure::new("ERR min or max not valid string range item");
+
+fn name_bound(text: &Bytes) -> Result<NameBound, Failure> {
+    match text.split_first() {
+        Some((b'-', [])) => Ok(NameBound::Lowest),
+        Some((b'+', [])) => Ok(NameBound::Highest),
+        Some((b'[', _)) => Ok(NameBound::Inclusive(text.slice(1..))),
+        Some((b'(', _)) => Ok(NameBound::Exclusive(text.slice(1..))),
+        Some(_) | None => Err(BAD_NAME_BOUND),
+    }
+}
+
+/// Two names as bounds; the higher one first if the range is reversed.
+fn name_interval(first: &Bytes, second: &Bytes, is_reverse: bool) -> Result<NameInterval, Failure> {
+    let (first, second) = (name_bound(first)?, name_bound(second)?);
+    let (min, max) = if is_reverse { (second, first) } else { (first, second) };
+    Ok(NameInterval { min, max })
+}
+
+/// Two names as bounds, the lower one first.
+pub(super) fn parse_names(args: &mut Args<'_>) -> Result<NameInterval, Failure> {
+    name_interval(&args.bytes()?, &args.bytes()?, false)
+}
+
+/// What the bounds of a range are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Ranks,
+    Scores,
+    Names,
+}
+
+/// What the words after the bounds of a range say.
+struct RangeOptions {
+    kind: Kind,
+    is_reverse: bool,
+    limit: Option<(i64, i64)>,
+    has_scores: bool,
+}
+
+impl RangeOptions {
+    /// `[BYSCORE | BYLEX] [REV] [LIMIT offset count]`, and `WITHSCORES` if the command answers
+    /// members.
+    fn parse(args: &mut Args<'_>, answers_members: bool) -> Result<Self, Failure> {
+        let (mut kind, mut is_reverse) = (Kind::Ranks, false);
+        let (mut limit, mut has_scores) = (None, false);
+        while args.left() > 0 {
+            if kind == Kind::Ranks && args.takes("BYSCORE") {
+                kind = Kind::Scores;
+            } else if kind == Kind::Ranks && args.takes("BYLEX") {
+                kind = Kind::Names;
+            } else if args.takes("REV") {
+                is_reverse = true;
+            } else if args.takes("LIMIT") {
+                limit = Some((args.integer()?, args.integer()?));
+            } else if answers_members && args.takes("WITHSCORES") {
+                has_scores = true;
+            } else {
+                return Err(SYNTAX);
+            }
+        }
+        if kind == Kind::Ranks && limit.take().is_some_and(|(_, many)| many != -1) {
+            return Err(NO_LIMIT);
+        }
+        if has_scores && kind == Kind::Names {
+            return Err(NO_SCORES);
+        }
+        Ok(Self { kind, is_reverse, limit, has_scores })
+    }
+
+    fn span(&self, first: &Bytes, second: &Bytes) -> Result<Span, Failure> {
+        match self.kind {
+            Kind::Ranks => {
+                let rank =
+                    |text: &Bytes| super::number::integer(text).ok_or(super::reply::NOT_INTEGER);
+                Ok(Span::Ranks(rank(first)?, rank(second)?))
+            }
+            Kind::Scores => {
+                let (first, second) = (bound(first)?, bound(second)?);
+                let (min, max) = if self.is_reverse { (second, first) } else { (first, second) };
+                Ok(Span::Scores(Interval { min, max }))
+            }
+            Kind::Names => name_interval(first, second, self.is_reverse).map(Span::Names),
+        }
+    }
+}
+
+const NO_LIMIT: Failure = Failure::new(
+    "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX",
+);
+const NO_SCORES: Failure =
+    Failure::new("ERR syntax error, WITHSCORES not supported in combination with BYLEX");
+
+/// `ZRANGE key start stop [BYSCORE | BYLEX] [REV] [LIMIT offset count] [WITHSCORES]`
 pub(super) fn parse_range(args: &mut Args<'_>) -> Result<(u32, Sorted), Failure> {
     let key = args.key()?;
     let (first, second) = (args.bytes()?, args.bytes()?);
-    let (mut is_by_score, mut is_reverse, mut limit, mut has_scores) = (false, false, None, false);
+    let options = RangeOptions::parse(args, true)?;
+    let span = options.span(&first, &second)?;
+    let RangeOptions { is_reverse, limit, has_scores, .. } = options;
+    Ok((key, Sorted::Range { span, is_reverse, limit, has_scores }))
+}
+
+/// `ZRANGESTORE target key start stop [BYSCORE | BYLEX] [REV] [LIMIT offset count]`
+pub(super) fn parse_range_into(args: &mut Args<'_>) -> Result<Command, Failure> {
+    let (target, source) = (args.key()?, args.key()?);
+    let (first, second) = (args.bytes()?, args.bytes()?);
+    let options = RangeOptions::parse(args, false)?;
+    let span = options.span(&first, &second)?;
+    let RangeOptions { is_reverse, limit, .. } = options;
+    Ok(Command::RangeInto { target, source, span, is_reverse, limit })
+}
+
+/// `ZRANGEBYLEX key min max [LIMIT offset count]`, or its reverse.
+pub(super) fn parse_range_by_name(
+    args: &mut Args<'_>,
+    is_reverse: bool,
+) -> Result<(u32, Sorted), Failure> {
+    let key = args.key()?;
+    let (first, second) = (args.bytes()?, args.bytes()?);
+    let (mut limit, mut has_scores) = (None, false);
     while args.left() > 0 {
-        if args.takes("BYSCORE") {
-            is_by_score = true;
-        } else if args.takes("REV") {
-            is_reverse = true;
-        } else if args.takes("LIMIT") {
-            limit = Some((args.integer()?, args.integer()?));
-        } else if args.takes("WITHSCORES") {
+        if args.takes("WITHSCORES") {
             has_scores = true;
-        } else if args.takes("BYLEX") {
-            return Err(Failure::new("ERR ZRANGE with BYLEX is not supported"));
+        } else if args.left() > 2 && args.takes("LIMIT") {
+            limit = Some((args.integer()?, args.integer()?));
         } else {
             return Err(SYNTAX);
         }
     }
-    if limit.is_some() && !is_by_score {
-        return Err(Failure::new(
-            "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX",
-        ));
+    if has_scores {
+        return Err(NO_SCORES);
     }
-    let span = if is_by_score {
-        let (first, second) = (bound(&first)?, bound(&second)?);
-        let (min, max) = if is_reverse { (second, first) } else { (first, second) };
-        Span::Scores(Interval { min, max })
-    } else {
-        let rank = |text: &Bytes| super::number::integer(text).ok_or(super::reply::NOT_INTEGER);
-        Span::Ranks(rank(&first)?, rank(&second)?)
-    };
+    let span = Span::Names(name_interval(&first, &second, is_reverse)?);
     Ok((key, Sorted::Range { span, is_reverse, limit, has_scores }))
 }
 

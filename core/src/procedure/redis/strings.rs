@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::bits;
 use super::entry::{Content, cost_of};
 use super::number::{self, Decimal};
 use super::parse::Args;
@@ -91,14 +92,23 @@ pub enum Strings {
     Add(i64),
     /// `INCRBYFLOAT`: a decimal number.
     AddDecimal(Bytes),
+    /// `GETBIT`: an offset.
+    GetBit(u64),
+    /// `SETBIT`: an offset and the bit.
+    SetBit(u64, bool),
+    /// `BITCOUNT`: which part of the string, as text. It counts only if the key exists.
+    CountBits(Vec<Bytes>),
 }
 
 impl Strings {
     pub(super) fn uses(&self) -> Use {
         match self {
-            Self::Get | Self::Length | Self::Range(..) | Self::GetExpire(Lifetime::Keep) => {
-                Use::Read
-            }
+            Self::Get
+            | Self::Length
+            | Self::Range(..)
+            | Self::GetExpire(Lifetime::Keep)
+            | Self::GetBit(_)
+            | Self::CountBits(_) => Use::Read,
             Self::Set {
                 condition: Condition::Always, lifetime, answer: SetAnswer::Status, ..
             } if *lifetime != Lifetime::Keep => Use::Replace,
@@ -108,7 +118,8 @@ impl Strings {
             | Self::Append(_)
             | Self::SetRange(..)
             | Self::Add(_)
-            | Self::AddDecimal(_) => Use::Change,
+            | Self::AddDecimal(_)
+            | Self::SetBit(..) => Use::Change,
         }
     }
 
@@ -170,6 +181,15 @@ impl Strings {
                 let text = Bytes::from(sum.to_string());
                 put(slot, cx, text.clone())?;
                 Ok(Reply::Bulk(text))
+            }
+            Self::GetBit(offset) => {
+                Ok(Reply::flag(slot.string()?.is_some_and(|text| bits::get(text, *offset))))
+            }
+            Self::SetBit(offset, bit) => set_bit(slot, cx, *offset, *bit),
+            Self::CountBits(part) => {
+                let Some(text) = slot.string()? else { return Ok(Reply::Integer(0)) };
+                let many = bits::count(text, bits::span(part)?);
+                Ok(Reply::Integer(i64::try_from(many).unwrap_or(i64::MAX)))
             }
         }
     }
@@ -244,6 +264,20 @@ fn set_range(slot: &mut Slot, cx: Context, offset: u64, part: &Bytes) -> Answer 
     let length = text.len();
     put(slot, cx, text.into())?;
     Ok(Reply::count(length))
+}
+
+fn set_bit(slot: &mut Slot, cx: Context, offset: u64, bit: bool) -> Answer {
+    let old = slot.string()?;
+    if offset / 8 >= super::entry::COST_MAX as u64 {
+        return Err(TOO_LARGE);
+    }
+    let before = old.is_some_and(|text| bits::get(text, offset));
+    let text = bits::with(old, offset, bit);
+    if cost_of([&text]) > super::entry::COST_MAX {
+        return Err(TOO_LARGE);
+    }
+    put(slot, cx, text)?;
+    Ok(Reply::flag(before))
 }
 
 /// A lifetime as an argument: a positive number of seconds or milliseconds.

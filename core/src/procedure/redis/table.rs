@@ -1,12 +1,16 @@
 //! Every command on data: its name, how many words it has, and how to read them.
 
 use super::Command;
+use super::bits;
 use super::entry::{COST_MAX, cost_of};
 use super::hashes::Hashes;
 use super::keys::{self, Keys};
-use super::lists::{End, Lists};
+use super::lists::{self, End, Lists};
+use super::merge;
 use super::messages::{self, CHANNELS, SHARD_CHANNELS};
 use super::parse::Args;
+use super::pops::{self, Popped};
+use super::random;
 use super::reply::{Failure, OVERFLOW, SYNTAX, TOO_LARGE};
 use super::script;
 use super::sets::{Combination, Sets};
@@ -35,6 +39,7 @@ type Parse = fn(&mut Args<'_>) -> Result<Command, Failure>;
 const READ: bool = true;
 const WRITE: bool = false;
 const ONE: (i64, i64, i64) = (1, 1, 1);
+const SECOND: (i64, i64, i64) = (2, 2, 1);
 const TWO: (i64, i64, i64) = (1, 2, 1);
 const ALL: (i64, i64, i64) = (1, -1, 1);
 const PAIRS: (i64, i64, i64) = (1, -1, 2);
@@ -84,6 +89,16 @@ pub const COMMANDS: &[Spec] = &[
     row("mget", -2, READ, ALL, |args| Ok(Command::GetSeveral(args.all_keys()?))),
     row("mset", -3, WRITE, PAIRS, |args| Ok(Command::SetSeveral(several(args)?))),
     row("msetnx", -3, WRITE, PAIRS, |args| Ok(Command::SetSeveralIfAbsent(several(args)?))),
+    row("getbit", 3, READ, ONE, |args| {
+        Ok(Command::Strings(args.key()?, Strings::GetBit(bits::parse_offset(args)?)))
+    }),
+    row("setbit", 4, WRITE, ONE, |args| {
+        let (key, offset) = (args.key()?, bits::parse_offset(args)?);
+        Ok(Command::Strings(key, Strings::SetBit(offset, bits::parse_bit(args)?)))
+    }),
+    row("bitcount", -2, READ, ONE, |args| {
+        Ok(Command::Strings(args.key()?, Strings::CountBits(args.all())))
+    }),
     // Counters.
     row("incr", 2, WRITE, ONE, |args| Ok(Command::Strings(args.key()?, Strings::Add(1)))),
     row("decr", 2, WRITE, ONE, |args| Ok(Command::Strings(args.key()?, Strings::Add(-1)))),
@@ -101,6 +116,15 @@ pub const COMMANDS: &[Spec] = &[
     row("del", -2, WRITE, ALL, |args| Ok(Command::Delete(args.all_keys()?))),
     row("unlink", -2, WRITE, ALL, |args| Ok(Command::Delete(args.all_keys()?))),
     row("exists", -2, READ, ALL, |args| Ok(Command::Exists(args.all_keys()?))),
+    row("touch", -2, READ, ALL, |args| Ok(Command::Exists(args.all_keys()?))),
+    row("copy", -3, WRITE, TWO, |args| {
+        let (from, to, is_replacing) = keys::parse_copy(args)?;
+        Ok(Command::Copy(from, to, is_replacing))
+    }),
+    row("object", -2, READ, SECOND, |args| {
+        let (key, command) = keys::parse_object(args)?;
+        Ok(Command::Keys(key, command))
+    }),
     row("type", 2, READ, ONE, |args| Ok(Command::Keys(args.key()?, Keys::Type))),
     row("rename", 3, WRITE, TWO, |args| Ok(Command::Rename(args.key()?, args.key()?, false))),
     row("renamenx", 3, WRITE, TWO, |args| Ok(Command::Rename(args.key()?, args.key()?, true))),
@@ -146,6 +170,10 @@ pub const COMMANDS: &[Spec] = &[
     row("hincrbyfloat", 4, WRITE, ONE, |args| {
         Ok(Command::Hashes(args.key()?, Hashes::AddDecimal(args.bytes()?, args.decimal()?)))
     }),
+    row("hrandfield", -2, READ, ONE, |args| {
+        let (key, (count, has_values)) = (args.key()?, random::parse(args, Some("WITHVALUES"))?);
+        Ok(Command::Hashes(key, Hashes::Random(count, has_values)))
+    }),
     // Sets.
     row("sadd", -3, WRITE, ONE, |args| Ok(Command::Sets(args.key()?, Sets::Add(args.all())))),
     row("srem", -3, WRITE, ONE, |args| Ok(Command::Sets(args.key()?, Sets::Remove(args.all())))),
@@ -158,6 +186,10 @@ pub const COMMANDS: &[Spec] = &[
     row("spop", -2, WRITE, ONE, |args| {
         Ok(Command::Sets(args.key()?, Sets::Pop(optional_count(args)?)))
     }),
+    row("srandmember", -2, READ, ONE, |args| {
+        let (key, (count, _)) = (args.key()?, random::parse(args, None)?);
+        Ok(Command::Sets(key, Sets::Random(count)))
+    }),
     row("smove", 4, WRITE, TWO, |args| {
         Ok(Command::MoveMember(args.key()?, args.key()?, args.bytes()?))
     }),
@@ -167,6 +199,10 @@ pub const COMMANDS: &[Spec] = &[
     row("sinterstore", -3, WRITE, ALL, |args| combine_into(args, Combination::Intersection)),
     row("sunionstore", -3, WRITE, ALL, |args| combine_into(args, Combination::Union)),
     row("sdiffstore", -3, WRITE, ALL, |args| combine_into(args, Combination::Difference)),
+    row("sintercard", -3, READ, COUNTED, |args| {
+        let (keys, limit) = merge::parse_set_count(args)?;
+        Ok(Command::CountShared(keys, limit))
+    }),
     // Sorted sets.
     row("zadd", -4, WRITE, ONE, |args| sorted(sorted::parse_add(args)?)),
     row("zincrby", 4, WRITE, ONE, |args| sorted(sorted::parse_increment(args)?)),
@@ -211,6 +247,33 @@ pub const COMMANDS: &[Spec] = &[
     row("zpopmax", -2, WRITE, ONE, |args| {
         Ok(Command::Sorted(args.key()?, Sorted::Pop(true, optional_count(args)?)))
     }),
+    row("zmpop", -4, WRITE, COUNTED, |args| {
+        pops::parse(args, [("MIN", Popped::Lowest), ("MAX", Popped::Highest)])
+    }),
+    row("zrandmember", -2, READ, ONE, |args| {
+        let (key, (count, has_scores)) = (args.key()?, random::parse(args, Some("WITHSCORES"))?);
+        Ok(Command::Sorted(key, Sorted::Random(count, has_scores)))
+    }),
+    row("zlexcount", 4, READ, ONE, |args| {
+        Ok(Command::Sorted(args.key()?, Sorted::CountNames(sorted::parse_names(args)?)))
+    }),
+    row("zrangebylex", -4, READ, ONE, |args| sorted(sorted::parse_range_by_name(args, false)?)),
+    row("zrevrangebylex", -4, READ, ONE, |args| sorted(sorted::parse_range_by_name(args, true)?)),
+    row("zremrangebylex", 4, WRITE, ONE, |args| {
+        let (key, span) = (args.key()?, Span::Names(sorted::parse_names(args)?));
+        Ok(Command::Sorted(key, Sorted::RemoveRange(span)))
+    }),
+    row("zrangestore", -5, WRITE, TWO, sorted::parse_range_into),
+    row("zunion", -3, READ, COUNTED, |args| merged(args, Combination::Union)),
+    row("zinter", -3, READ, COUNTED, |args| merged(args, Combination::Intersection)),
+    row("zdiff", -3, READ, COUNTED, |args| merged(args, Combination::Difference)),
+    row("zunionstore", -4, WRITE, ONE, |args| merged_into(args, Combination::Union)),
+    row("zinterstore", -4, WRITE, ONE, |args| merged_into(args, Combination::Intersection)),
+    row("zdiffstore", -4, WRITE, ONE, |args| merged_into(args, Combination::Difference)),
+    row("zintercard", -3, READ, COUNTED, |args| {
+        let (merge, limit) = merge::parse_count(args)?;
+        Ok(Command::CountMerged(merge, limit))
+    }),
     // Lists.
     row("lpush", -3, WRITE, ONE, |args| push(args, End::Left, false)),
     row("rpush", -3, WRITE, ONE, |args| push(args, End::Right, false)),
@@ -242,6 +305,18 @@ pub const COMMANDS: &[Spec] = &[
     }),
     row("rpoplpush", 3, WRITE, TWO, |args| {
         Ok(Command::MoveElement(args.key()?, End::Right, args.key()?, End::Left))
+    }),
+    row("lpos", -3, READ, ONE, |args| {
+        let (key, command) = lists::parse_find(args)?;
+        Ok(Command::Lists(key, command))
+    }),
+    row("linsert", 5, WRITE, ONE, |args| {
+        let (key, command) = lists::parse_insert(args)?;
+        Ok(Command::Lists(key, command))
+    }),
+    row("lmpop", -4, WRITE, COUNTED, |args| {
+        let ends = [("LEFT", End::Left), ("RIGHT", End::Right)];
+        pops::parse(args, ends.map(|(word, end)| (word, Popped::Elements(end))))
     }),
     // Scripts. The gateway replaces a digest that it knows by the text.
     row("eval", -3, WRITE, COUNTED, |args| script::parse_script(args, false)),
@@ -309,6 +384,17 @@ fn combine_into(args: &mut Args<'_>, how: Combination) -> Result<Command, Failur
 
 fn sorted((key, command): (u32, Sorted)) -> Result<Command, Failure> {
     Ok(Command::Sorted(key, command))
+}
+
+fn merged(args: &mut Args<'_>, how: Combination) -> Result<Command, Failure> {
+    let (merge, has_scores) = merge::parse(args, how, true)?;
+    Ok(Command::Merge(merge, has_scores))
+}
+
+fn merged_into(args: &mut Args<'_>, how: Combination) -> Result<Command, Failure> {
+    let target = args.key()?;
+    let (merge, _) = merge::parse(args, how, false)?;
+    Ok(Command::MergeInto(target, merge))
 }
 
 fn push(args: &mut Args<'_>, end: End, only_existing: bool) -> Result<Command, Failure> {

@@ -134,6 +134,12 @@ pub(super) fn show(reply: &Reply) -> String {
             };
             format!("<{}>", items.iter().map(pair).collect::<Vec<_>>().join(" "))
         }
+        Reply::Couples(items) => {
+            let pair = |(name, value): &(Bytes, Bytes)| {
+                format!("\"{}\"=\"{}\"", name.escape_ascii(), value.escape_ascii())
+            };
+            format!("<{}>", items.iter().map(pair).collect::<Vec<_>>().join(" "))
+        }
         Reply::Error(failure) => format!("!{}", failure.0),
     }
 }
@@ -332,9 +338,234 @@ fn lists_and_sorted_sets() {
         ZREMRANGEBYSCORE z (1 2 => :1
         ZREMRANGEBYRANK z -1 -1 => :1
         ZRANGE z 0 -1 => ["a"]
-        ZRANGE z 0 -1 BYLEX => !ERR ZRANGE with BYLEX is not supported
+        ZRANGE z 0 -1 BYLEX => !ERR min or max not valid string range item
         "#,
     );
+}
+
+#[test]
+fn elements_of_lists_are_found_and_taken_from_the_first_key_that_has_any() {
+    Store::default().script(
+        r#"
+        RPUSH l a b a c a => :5
+        LPOS l a => :0
+        LPOS l x => nil
+        LPOS l a RANK 2 => :2
+        LPOS l a RANK -1 => :4
+        LPOS l a COUNT 0 => [:0 :2 :4]
+        LPOS l a RANK -1 COUNT 2 MAXLEN 3 => [:4 :2]
+        LPOS l a RANK 2 COUNT 0 MAXLEN 3 => [:2]
+        LPOS l x COUNT 1 => []
+        LPOS nothing a => nil
+        LPOS nothing a COUNT 1 => []
+        LPOS l a RANK 0 => !ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from the end of the list
+        LPOS l a COUNT -1 => !ERR COUNT can't be negative
+        LPOS l a MAXLEN x => !ERR MAXLEN can't be negative
+        LPOS l a RANK => !ERR syntax error
+        LINSERT l BEFORE b x => :6
+        LINSERT l after c y => :7
+        LRANGE l 0 -1 => ["a" "x" "b" "a" "c" "y" "a"]
+        LINSERT l AFTER nothing y => :-1
+        LINSERT nothing AFTER a y => :0
+        LINSERT l BESIDE a y => !ERR syntax error
+        LMPOP 2 nothing l LEFT => ["l" ["a"]]
+        LMPOP 1 l RIGHT COUNT 2 => ["l" ["a" "y"]]
+        LMPOP 1 nothing LEFT => nil-array
+        LMPOP 0 l LEFT => !ERR numkeys should be greater than 0
+        LMPOP 1 l UP => !ERR syntax error
+        LMPOP 2 l LEFT => !ERR syntax error
+        LMPOP 1 l LEFT COUNT 0 => !ERR count should be greater than 0
+        LMPOP 1 l LEFT COUNT 1 COUNT 1 => !ERR syntax error
+        SET t 1 => OK
+        LMPOP 2 l t LEFT COUNT 9 => ["l" ["x" "b" "a" "c"]]
+        EXISTS l => :0
+        LMPOP 2 l t LEFT => !WRONGTYPE Operation against a key holding the wrong kind of value
+        ZADD z 1 a 2 b 3 c => :3
+        ZMPOP 2 nothing z MAX => ["z" [["c" ,3]]]
+        ZMPOP 1 z MIN COUNT 9 => ["z" [["a" ,1] ["b" ,2]]]
+        ZMPOP 1 z MIN => nil-array
+        "#,
+    );
+}
+
+#[test]
+fn sorted_sets_are_combined() {
+    Store::default().script(
+        r#"
+        ZADD a 1 x 2 y 3 z => :3
+        ZADD b 10 y 20 z 30 w => :3
+        SADD s y w => :2
+        ZUNION 2 a b => ["x" "y" "z" "w"]
+        ZUNION 2 a b WITHSCORES => <"x"=1 "y"=12 "z"=23 "w"=30>
+        ZUNION 2 a b WEIGHTS 2 0.5 AGGREGATE MAX WITHSCORES => <"x"=2 "y"=5 "z"=10 "w"=15>
+        ZUNION 2 a nothing AGGREGATE MIN => ["x" "y" "z"]
+        ZINTER 2 a b WITHSCORES => <"y"=12 "z"=23>
+        ZINTER 2 a s WITHSCORES => <"y"=3>
+        ZINTER 3 a b b AGGREGATE MIN WITHSCORES => <"y"=2 "z"=3>
+        ZINTER 2 a nothing => []
+        ZDIFF 2 a b WITHSCORES => <"x"=1>
+        ZDIFF 2 s a WITHSCORES => <"w"=1>
+        ZDIFF 2 a b WEIGHTS 1 2 => !ERR syntax error
+        ZUNIONSTORE d 2 a b => :4
+        ZSCORE d z => ,23
+        ZINTERSTORE a 2 a b WEIGHTS 1 -inf => :2
+        ZRANGE a 0 -1 WITHSCORES => <"y"=-inf "z"=-inf>
+        ZUNION 2 a a WEIGHTS 1 -1 WITHSCORES => <"y"=0 "z"=0>
+        ZUNION 1 a WEIGHTS 0 WITHSCORES => <"y"=0 "z"=0>
+        ZDIFFSTORE d 2 a b => :0
+        EXISTS d => :0
+        ZINTERCARD 2 b s => :2
+        ZINTERCARD 2 b s LIMIT 1 => :1
+        ZINTERCARD 2 b s LIMIT -1 => !ERR LIMIT can't be negative
+        ZUNION 0 a => !ERR at least 1 input key is needed for 'zunion' command
+        ZINTERSTORE d x a => !ERR value is not an integer or out of range
+        ZUNION 3 a b => !ERR syntax error
+        ZUNION 1 a WEIGHTS x => !ERR weight value is not a float
+        ZUNION 1 a WEIGHTS => !ERR syntax error
+        ZUNION 1 a AGGREGATE AVG => !ERR syntax error
+        ZUNIONSTORE d 1 a WITHSCORES => !ERR syntax error
+        SADD t w v => :2
+        SINTERCARD 2 s t => :1
+        SINTERCARD 1 s LIMIT 0 => :2
+        SINTERCARD 1 s LIMIT 1 => :1
+        SINTERCARD 0 s => !ERR numkeys should be greater than 0
+        SINTERCARD 2 s => !ERR Number of keys can't be greater than number of args
+        SINTERCARD 1 s LIMIT x => !ERR LIMIT can't be negative
+        RPUSH l a => :1
+        ZUNION 2 a l => !WRONGTYPE Operation against a key holding the wrong kind of value
+        SINTERCARD 2 s b => !WRONGTYPE Operation against a key holding the wrong kind of value
+        "#,
+    );
+}
+
+#[test]
+fn members_are_found_by_name() {
+    Store::default().script(
+        r#"
+        ZADD z 0 a 0 b 0 c 0 d => :4
+        ZRANGEBYLEX z - + => ["a" "b" "c" "d"]
+        ZRANGEBYLEX z (a [c => ["b" "c"]
+        ZRANGEBYLEX z - + LIMIT 1 2 => ["b" "c"]
+        ZRANGEBYLEX z + - => []
+        ZRANGEBYLEX z a c => !ERR min or max not valid string range item
+        ZRANGEBYLEX z -- + => !ERR min or max not valid string range item
+        ZRANGEBYLEX z - + WITHSCORES => !ERR syntax error, WITHSCORES not supported in combination with BYLEX
+        ZREVRANGEBYLEX z [c - => ["c" "b" "a"]
+        ZRANGE z [b (d BYLEX => ["b" "c"]
+        ZRANGE z + [b BYLEX REV LIMIT 0 2 => ["d" "c"]
+        ZRANGE z - + BYLEX BYSCORE => !ERR syntax error
+        ZRANGE z 0 1 LIMIT 0 1 => !ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX
+        ZRANGE z 0 1 LIMIT 0 -1 => ["a" "b"]
+        ZLEXCOUNT z (a + => :3
+        ZLEXCOUNT nothing - + => :0
+        ZREMRANGEBYLEX z [b (d => :2
+        ZRANGE z 0 -1 => ["a" "d"]
+        ZADD y 1 a 2 b 3 c => :3
+        ZRANGESTORE x y 0 1 => :2
+        ZRANGESTORE x y (3 1 BYSCORE REV LIMIT 0 1 => :1
+        ZRANGE x 0 -1 WITHSCORES => <"b"=2>
+        ZRANGESTORE y y -1 -1 => :1
+        ZRANGESTORE x y 0 1 WITHSCORES => !ERR syntax error
+        ZRANGESTORE x nothing 0 1 => :0
+        EXISTS x y => :1
+        "#,
+    );
+}
+
+#[test]
+fn keys_are_copied_and_described_and_bits_are_set() {
+    let mut store = Store { now_ms: 1_000, ..Store::default() };
+    store.script(
+        r#"
+        SET a 1 PX 500 => OK
+        COPY a b => :1
+        PTTL b => :500
+        SET c 3 => OK
+        COPY c b => :0
+        COPY c b REPLACE => :1
+        GET b => "3"
+        TTL b => :-1
+        COPY nothing b => :0
+        COPY a a => !ERR source and destination objects are the same
+        COPY a b DB 1 => !ERR COPY with DB is not supported
+        COPY a b AND c => !ERR syntax error
+        TOUCH a nothing a => :2
+        OBJECT ENCODING a => "int"
+        SET a words => OK
+        OBJECT encoding a => "embstr"
+        RPUSH l a => :1
+        OBJECT ENCODING l => "quicklist"
+        SADD s 1 2 => :2
+        OBJECT ENCODING s => "intset"
+        OBJECT REFCOUNT s => :1
+        OBJECT REFCOUNT nothing => nil
+        OBJECT FREQ nothing => nil
+        OBJECT AGE a => !ERR unknown subcommand 'AGE'. Try OBJECT HELP.
+        OBJECT ENCODING => !ERR wrong number of arguments for 'object|encoding' command
+        SETBIT bits 7 1 => :0
+        SETBIT bits 7 1 => :1
+        SETBIT bits 9 0 => :0
+        GET bits => "\x01\x00"
+        GETBIT bits 7 => :1
+        GETBIT bits 4294967295 => :0
+        GETBIT bits 4294967296 => !ERR bit offset is not an integer or out of range
+        SETBIT bits -1 1 => !ERR bit offset is not an integer or out of range
+        SETBIT bits 1 2 => !ERR bit is not an integer or out of range
+        SET text foobar => OK
+        BITCOUNT text => :26
+        BITCOUNT text 1 1 => :6
+        BITCOUNT text 5 30 BIT => :17
+        BITCOUNT text 1 -1 BYTES => !ERR syntax error
+        BITCOUNT text 1 => !ERR syntax error
+        BITCOUNT nothing => :0
+        BITCOUNT nothing x => :0
+        BITCOUNT l => !WRONGTYPE Operation against a key holding the wrong kind of value
+        "#,
+    );
+    let long = store.run("SETBIT bits 9999999 1");
+    assert!(long.starts_with("!ERR the value of one key"), "{long}");
+    for aspect in ["FREQ", "IDLETIME"] {
+        assert!(store.run(&format!("OBJECT {aspect} a")).starts_with("!ERR "), "{aspect}");
+    }
+    store.values.insert(Bytes::from("foreign"), Value::from("by another client"));
+    let wrong = "!WRONGTYPE Operation against a key holding the wrong kind of value";
+    assert_eq!(store.run("COPY foreign b REPLACE"), wrong);
+    assert_eq!(store.run("COPY b foreign"), ":0");
+    assert_eq!(store.run("OBJECT ENCODING foreign"), wrong);
+}
+
+#[test]
+fn some_elements_are_answered_instead_of_random_ones() {
+    let mut store = Store::default();
+    store.script(
+        r#"
+        SADD s only => :1
+        SRANDMEMBER s => "only"
+        SRANDMEMBER s 0 => []
+        SRANDMEMBER s 5 => ["only"]
+        SRANDMEMBER s -3 => ["only" "only" "only"]
+        SRANDMEMBER nothing => nil
+        SRANDMEMBER nothing 2 => []
+        SRANDMEMBER s x => !ERR value is not an integer or out of range
+        SRANDMEMBER s -9223372036854775808 => !ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807
+        SRANDMEMBER s 1 2 => !ERR syntax error
+        HSET h f v => :1
+        HRANDFIELD h => "f"
+        HRANDFIELD h 2 WITHVALUES => <"f"="v">
+        HRANDFIELD h -2 => ["f" "f"]
+        HRANDFIELD h 2 WITHSCORES => !ERR syntax error
+        HRANDFIELD h -9223372036854775807 WITHVALUES => !ERR value is out of range
+        ZADD z 1.5 m => :1
+        ZRANDMEMBER z => "m"
+        ZRANDMEMBER z -2 WITHSCORES => <"m"=1.5 "m"=1.5>
+        ZRANDMEMBER s => !WRONGTYPE Operation against a key holding the wrong kind of value
+        "#,
+    );
+    store.run("SADD many a b c d e f g h");
+    let mut seen: Vec<String> = (0..200).map(|_| store.run("SRANDMEMBER many")).collect();
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 8, "transactions choose each member");
 }
 
 #[test]
@@ -550,6 +781,13 @@ fn a_value_that_would_be_too_large_is_refused() {
         assert!(refused.starts_with("!ERR the value of one key"), "{command}: {refused}");
     }
     assert!(store.run("SETRANGE b 9999999 x").starts_with("!ERR the value of one key"));
+    let other = "z".repeat(1 << 19);
+    let refused = store.run(&format!("LINSERT l AFTER {long} {other}"));
+    assert!(refused.starts_with("!ERR the value of one key"), "{refused}");
+    assert_eq!(store.run(&format!("SADD other {other}")), ":1");
+    let refused = store.run("ZUNIONSTORE union 2 z other");
+    assert!(refused.starts_with("!ERR the value of one key"), "{refused}");
+    assert_eq!(store.run("EXISTS union"), ":0");
     // What is there can be removed again.
     assert_eq!(store.run("LPOP l").len(), (1 << 19) + 2);
 }
@@ -580,9 +818,22 @@ fn the_work_of_a_transaction_is_bounded() {
         }
         !found.is_too_large
     };
-    for line in
-        ["SUNION s", "ZRANK z 000007", "ZCOUNT z 0 1", "SMEMBERS s", "SPOP s 0", "LREM l 1 x"]
-    {
+    for line in [
+        "SUNION s",
+        "ZRANK z 000007",
+        "ZCOUNT z 0 1",
+        "SMEMBERS s",
+        "SPOP s 0",
+        "LREM l 1 x",
+        "LPOS l x",
+        "LINSERT l BEFORE x y",
+        "SRANDMEMBER s",
+        "ZRANDMEMBER z",
+        "SINTERCARD 1 s LIMIT 1",
+        "ZLEXCOUNT z - +",
+        "OBJECT ENCODING s",
+        "COPY s s2",
+    ] {
         assert!(run(&store, &vec![line; most]), "{line}");
         assert!(!run(&store, &vec![line; most + 1]), "{line}");
         let changes = [vec!["INCR n"], vec![line; most + 1]].concat();
@@ -594,6 +845,12 @@ fn the_work_of_a_transaction_is_bounded() {
     assert!(!run(&store, &pairs(most + 1)));
     assert!(run(&store, &vec!["ZRANGE z 0 9"; 1_000]), "a range of ranks is found in the order");
     assert!(!run(&store, &vec!["ZRANGEBYSCORE z 0 1"; most]), "a range of scores is not");
+    for line in ["SRANDMEMBER s -2000000", "ZRANDMEMBER z -2000000", "HRANDFIELD h -2000000"] {
+        assert!(!run(&store, &[line]), "{line}");
+    }
+    assert!(!run(&store, &vec!["ZUNION 1 z"; most / 2 + 1]));
+    assert!(!run(&store, &vec!["ZRANGESTORE d z 0 1"; most]));
+    assert!(!run(&store, &vec!["ZMPOP 2 z s MIN"; most]));
     // Several keys count together.
     assert!(!run(&store, &vec!["SUNIONSTORE d s s s"; most / 3 + 1]));
     // What finds its elements by name, and short parts of lists, are little work.
@@ -688,6 +945,16 @@ fn nonsense_fails_the_guard() {
     assert_eq!(few.call(&keys).run(&[]), Err(AbortReason::Guard), "a key that the batch lacks");
 }
 
+/// Whether the argument at this position is mostly a key of a command that names their number.
+fn is_after_number(spec: &Spec, position: i64) -> bool {
+    let is_counted = spec.name.ends_with("mpop") || spec.name.ends_with("card");
+    let merges = ["zunion", "zinter", "zdiff"];
+    let is_stored = spec.name.ends_with("store") && spec.name != "zrangestore";
+    let is_merged = merges.iter().any(|name| spec.name.starts_with(name));
+    let number = if is_merged && is_stored { 2 } else { 1 };
+    spec.arity < 0 && (is_merged || is_counted) && position == number + 1
+}
+
 /// Random commands on few keys of all types.
 fn random_line(rng: &mut Rng) -> String {
     let key = |rng: &mut Rng| ["a", "b", "c"][usize::try_from(rng.below(3)).unwrap()].to_owned();
@@ -704,6 +971,10 @@ fn random_line(rng: &mut Rng) -> String {
     for at in 0..count {
         let (first, last, step) = spec.keys;
         let position = i64::try_from(at).unwrap() + 1;
+        if is_after_number(spec, position) {
+            line.push_str(&format!(" {}", key(rng)));
+            continue;
+        }
         let is_key =
             position >= first && (last < 0 || position <= last) && (position - first) % step == 0;
         let word = if is_key {

@@ -7,15 +7,16 @@
 //! the values only, so every replica and the gateway count the same. Commands that look up elements
 //! by name count nothing: their arguments bound them.
 
-use super::Command;
 use super::entry::ELEMENT_BYTES;
 use super::hashes::Hashes;
-use super::keys;
+use super::keys::{self, Keys};
 use super::lists::Lists;
+use super::pops::Popped;
 use super::sets::Sets;
 use super::sorted::{Sorted, Span};
 use super::state::Slot;
 use super::strings::Strings;
+use super::{Command, random};
 use crate::txn::AbortReason;
 
 /// The most work of one transaction, in bytes.
@@ -60,10 +61,15 @@ pub(super) fn work(command: &Command, slots: &mut [Slot]) -> usize {
     let sizes =
         |keys: &[u32]| keys.iter().fold(0_usize, |sum, key| sum.saturating_add(size(slots, *key)));
     match command {
-        Command::Strings(key, command) if copies_string(command) => size(slots, *key),
+        Command::Strings(key, command) if passes_over(command) => size(slots, *key),
         Command::Hashes(key, Hashes::All | Hashes::Fields | Hashes::Values)
         | Command::Sets(key, Sets::Members | Sets::Pop(_))
+        | Command::Keys(key, Keys::Describe(_))
+        | Command::Copy(key, ..)
         | Command::Rename(key, ..) => size(slots, *key),
+        Command::Hashes(key, Hashes::Random(count, _)) | Command::Sets(key, Sets::Random(count)) => {
+            size(slots, *key).saturating_add(random::work(*count))
+        }
         Command::Lists(key, command) => match slots.get(*key as usize) {
             Some(slot) => list_work(command, slot),
             None => 0,
@@ -72,7 +78,24 @@ pub(super) fn work(command: &Command, slots: &mut [Slot]) -> usize {
             Some(slot) => sorted_work(command, slot),
             None => 0,
         },
-        Command::Combine(_, keys) | Command::CombineInto(_, _, keys) => sizes(keys),
+        Command::Combine(_, keys)
+        | Command::CombineInto(_, _, keys)
+        | Command::CountShared(keys, _) => sizes(keys),
+        // The members are combined, and then sorted.
+        Command::Merge(merge, _)
+        | Command::MergeInto(_, merge)
+        | Command::CountMerged(merge, _) => sizes(&merge.keys).saturating_mul(2),
+        Command::RangeInto { source, .. } => slots.get_mut(*source as usize).map_or(0, ordered),
+        Command::PopFirst(keys, popped, _) => match popped {
+            Popped::Elements(_) => 0,
+            Popped::Lowest | Popped::Highest => {
+                let mut work = 0_usize;
+                for (key, _) in keys {
+                    work = work.saturating_add(slots.get_mut(*key as usize).map_or(0, ordered));
+                }
+                work
+            }
+        },
         Command::Strings(..)
         | Command::Hashes(..)
         | Command::Sets(..)
@@ -92,16 +115,20 @@ pub(super) fn work(command: &Command, slots: &mut [Slot]) -> usize {
     }
 }
 
-/// True if a command copies the string that it changes.
-fn copies_string(command: &Strings) -> bool {
+/// True if a command passes over the whole string.
+fn passes_over(command: &Strings) -> bool {
     match command {
-        Strings::Append(_) | Strings::SetRange(..) => true,
+        Strings::Append(_)
+        | Strings::SetRange(..)
+        | Strings::SetBit(..)
+        | Strings::CountBits(_) => true,
         Strings::Get
         | Strings::Length
         | Strings::Range(..)
         | Strings::Set { .. }
         | Strings::GetDelete
         | Strings::GetExpire(_)
+        | Strings::GetBit(_)
         | Strings::Add(_)
         | Strings::AddDecimal(_) => false,
     }
@@ -113,14 +140,22 @@ fn list_work(command: &Lists, slot: &Slot) -> usize {
             let length = slot.list().ok().flatten().map_or(0, std::collections::VecDeque::len);
             keys::span(*first, *last, length).len() * ELEMENT_BYTES
         }
-        Lists::Trim(..) | Lists::Remove(..) => slot.cost(),
+        Lists::Trim(..) | Lists::Remove(..) | Lists::Find { .. } | Lists::Insert { .. } => {
+            slot.cost()
+        }
         Lists::Length | Lists::At(_) | Lists::Push(..) | Lists::Pop(..) | Lists::Set(..) => 0,
     }
 }
 
+/// The work of passing over all members of a sorted set in their order.
+fn ordered(slot: &mut Slot) -> usize {
+    slot.cost().saturating_mul(if slot.count_order() { 2 } else { 1 })
+}
+
 fn sorted_work(command: &Sorted, slot: &mut Slot) -> usize {
     match command {
-        Sorted::CountIn(_) | Sorted::Rank(..) => slot.cost(),
+        Sorted::CountIn(_) | Sorted::Rank(..) | Sorted::CountNames(_) => slot.cost(),
+        Sorted::Random(count, _) => slot.cost().saturating_add(random::work(*count)),
         // The members are sorted once. A range of ranks is found in that order.
         Sorted::Range { span: Span::Ranks(first, last), .. } => {
             let length = slot.sorted().ok().flatten().map_or(0, crate::ordered::OrdMap::len);
@@ -128,9 +163,7 @@ fn sorted_work(command: &Sorted, slot: &mut Slot) -> usize {
             order.saturating_add(keys::span(*first, *last, length).len() * ELEMENT_BYTES)
         }
         // All members are passed over.
-        Sorted::Range { .. } | Sorted::RemoveRange(_) | Sorted::Pop(..) => {
-            slot.cost().saturating_mul(if slot.count_order() { 2 } else { 1 })
-        }
+        Sorted::Range { .. } | Sorted::RemoveRange(_) | Sorted::Pop(..) => ordered(slot),
         Sorted::Score(_)
         | Sorted::ScoreSeveral(_)
         | Sorted::Count
