@@ -145,6 +145,8 @@ fn redis() -> Option<Redis> {
 /// so do explanations of errors.
 fn comparable(command: &str, reply: Reply) -> Reply {
     match reply {
+        // Redis looks at the types of these keys first, and then at the options.
+        Reply::Error(_) if merges(command) => Reply::Error(String::new()),
         Reply::Error(why) => Reply::Error(why.split(' ').next().unwrap_or_default().to_owned()),
         Reply::Array(mut items) => {
             let unordered = ["smembers", "sinter", "sunion", "sdiff", "hkeys", "hvals", "spop"];
@@ -163,13 +165,34 @@ fn comparable(command: &str, reply: Reply) -> Reply {
     }
 }
 
+/// True for `ZUNION` and its relatives.
+fn merges(command: &str) -> bool {
+    ["zunion", "zinter", "zdiff"].iter().any(|name| command.starts_with(name))
+}
+
+/// The position of the number of keys in a command that has one.
+fn number_of_keys(command: &str) -> Option<i64> {
+    let is_stored = command.ends_with("store");
+    let has_one = merges(command) || command.ends_with("mpop") || command == "sintercard";
+    has_one.then_some(if is_stored { 2 } else { 1 })
+}
+
 /// A random command on few keys.
 fn random_command(rng: &mut Rng) -> Vec<String> {
     let spec = loop {
         let spec = rng.pick(COMMANDS).unwrap();
-        // Which members it takes is random in Redis. Lifetimes depend on the moment.
+        // Which members it takes is random in Redis. Lifetimes depend on the moment. Redis does not
+        // say what a range of names is if scores differ, and its encodings depend on the past.
         let excluded = [
             "spop",
+            "srandmember",
+            "hrandfield",
+            "zrandmember",
+            "zlexcount",
+            "zrangebylex",
+            "zrevrangebylex",
+            "zremrangebylex",
+            "object",
             "ttl",
             "pttl",
             "expiretime",
@@ -212,8 +235,25 @@ fn random_command(rng: &mut Rng) -> Vec<String> {
             "CH",
             "KEEPTTL",
             "100000",
+            "COUNT",
+            "RANK",
+            "LIMIT",
+            "MIN",
+            "MAX",
+            "BEFORE",
+            "REPLACE",
+            "AGGREGATE",
+            "BIT",
         ];
-        let word = if is_key { rng.pick(&keys) } else { rng.pick(&others) };
+        let number = number_of_keys(spec.name);
+        let is_key = is_key || number.is_some_and(|number| at == number + 1);
+        let word = if is_key {
+            rng.pick(&keys)
+        } else if number == Some(at) && rng.chance(2, 3) {
+            Some(&"1")
+        } else {
+            rng.pick(&others)
+        };
         words.push((*word.unwrap()).to_owned());
     }
     words
