@@ -1,4 +1,5 @@
-//! Blocking commands: `BLPOP`, `BRPOP`, `BLMOVE`, `BRPOPLPUSH`, `BZPOPMIN` and `BZPOPMAX`.
+//! Blocking commands: `BLPOP`, `BRPOP`, `BLMPOP`, `BLMOVE`, `BRPOPLPUSH`, `BZPOPMIN`, `BZPOPMAX` and
+//! `BZMPOP`.
 //!
 //! Such a command runs at once, unless other clients are blocked on each of its keys. If its keys are
 //! empty, its client is blocked, and joins a queue for each key. While a client of this node is in the queue of a key, the node watches that key. When the key
@@ -16,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use orthodrome_core::Key;
 use orthodrome_core::ordered::OrdMap;
-use orthodrome_core::procedure::redis::number::Score;
+use orthodrome_core::procedure::redis::number::{Score, integer};
 use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::{KeyName, wrong_arity};
 use orthodrome_core::scan::KeyRange;
@@ -49,6 +50,17 @@ const POP_SCORED: &str = "for _, key in ipairs(KEYS) do \
      elseif #pair > 0 then return {key, pair[1], pair[2]} end \
      end return false";
 
+/// Takes elements of the first key that has any: `LMPOP` or `ZMPOP`, which end they take from, how many
+/// at most, and the last argument of [`POP`].
+const POP_SEVERAL: &str = "for _, key in ipairs(KEYS) do \
+     local found = redis.pcall(ARGV[1], 1, key, ARGV[2], 'COUNT', ARGV[3]) \
+     if found and found.err then \
+     if not ARGV[4] then return found end \
+     elseif found then return found end \
+     end return false";
+
+const NO_KEYS: Failure = Failure::new("ERR numkeys should be greater than 0");
+const NO_COUNT: Failure = Failure::new("ERR count should be greater than 0");
 const NOT_A_TIME: Failure = Failure::new("ERR timeout is not a float or out of range");
 const NEGATIVE: Failure = Failure::new("ERR timeout is negative");
 
@@ -75,6 +87,10 @@ pub(super) enum Blocking {
     Lowest,
     /// Takes the member with the highest score.
     Highest,
+    /// Takes several elements of one of several lists.
+    Elements,
+    /// Takes several members of one of several sorted sets.
+    Members,
 }
 
 /// A blocked client.
@@ -374,6 +390,21 @@ impl Blocking {
         match self {
             Self::Move | Self::MoveLast => (1, 2, 1),
             Self::First | Self::Last | Self::Lowest | Self::Highest => (1, -2, 1),
+            // The keys follow their number.
+            Self::Elements | Self::Members => (0, 0, 0),
+        }
+    }
+
+    /// The time-out, and the other arguments.
+    fn split(self, arguments: &[Bytes]) -> Option<(&Bytes, &[Bytes])> {
+        match self {
+            Self::Elements | Self::Members => arguments.split_first(),
+            Self::First
+            | Self::Last
+            | Self::Move
+            | Self::MoveLast
+            | Self::Lowest
+            | Self::Highest => arguments.split_last(),
         }
     }
 
@@ -400,6 +431,8 @@ impl Blocking {
             (Self::MoveLast, [from, to]) => {
                 Ok((vec![word("rpoplpush"), from.clone(), to.clone()], vec![from.clone()]))
             }
+            (Self::Elements, _) => several("lmpop", ["left", "right"], arguments),
+            (Self::Members, _) => several("zmpop", ["min", "max"], arguments),
             (Self::First | Self::Last | Self::Lowest | Self::Highest, [])
             | (Self::Move | Self::MoveLast, _) => Err(SYNTAX),
         }
@@ -409,18 +442,58 @@ impl Blocking {
     fn answer(self, found: Reply) -> Option<Reply> {
         match (self, found) {
             (_, Reply::Nil | Reply::NilArray) => None,
-            (Self::Lowest | Self::Highest, Reply::Array(mut items)) => {
-                if let Some(last) = items.last_mut()
-                    && let Reply::Bulk(text) = last
-                    && let Some(score) = Score::parse(text)
-                {
-                    *last = Reply::Double(score);
+            (Self::Lowest | Self::Highest, mut found) => {
+                score_is_a_number(&mut found);
+                Some(found)
+            }
+            (Self::Members, Reply::Array(mut items)) => {
+                // The name of the key, and pairs of members and scores.
+                if let Some(Reply::Array(pairs)) = items.last_mut() {
+                    pairs.iter_mut().for_each(score_is_a_number);
                 }
                 Some(Reply::Array(items))
             }
             (_, found) => Some(found),
         }
     }
+}
+
+/// Scores are texts in what a script answers, and numbers in what a command answers.
+fn score_is_a_number(pair: &mut Reply) {
+    if let Reply::Array(items) = pair
+        && let Some(last) = items.last_mut()
+        && let Reply::Bulk(text) = last
+        && let Some(score) = Score::parse(text)
+    {
+        *last = Reply::Double(score);
+    }
+}
+
+/// What `BLMPOP` or `BZMPOP` runs, and its keys: `numkeys key [key …] END [COUNT count]`.
+fn several(
+    command: &'static str,
+    ends: [&'static str; 2],
+    arguments: &[Bytes],
+) -> Result<(Vec<Bytes>, Vec<Bytes>), Failure> {
+    let positive = |text: &Bytes| integer(text).and_then(|it| usize::try_from(it).ok());
+    let (many, rest) = arguments.split_first().ok_or(SYNTAX)?;
+    let many = positive(many).filter(|many| *many > 0).ok_or(NO_KEYS)?;
+    let (keys, rest) = rest.split_at_checked(many).ok_or(SYNTAX)?;
+    let (end, rest) = rest.split_first().ok_or(SYNTAX)?;
+    let end = ends.into_iter().find(|it| end.eq_ignore_ascii_case(it.as_bytes())).ok_or(SYNTAX)?;
+    let count = match rest {
+        [] => Bytes::from_static(b"1"),
+        [word, count] if word.eq_ignore_ascii_case(b"count") => {
+            positive(count).filter(|count| *count > 0).ok_or(NO_COUNT)?;
+            count.clone()
+        }
+        _ => return Err(SYNTAX),
+    };
+    let word = |text: &'static str| Bytes::from_static(text.as_bytes());
+    let mut words = vec![word("eval"), word(POP_SEVERAL), Bytes::from(many.to_string())];
+    words.extend_from_slice(keys);
+    words.extend([word(command), word(end), count]);
+    Ok((words, keys.to_vec()))
 }
 
 impl Connection {
@@ -441,13 +514,14 @@ impl Connection {
     ) -> Result<Option<Reply>, Failure> {
         self.permit(command.name(), true)?;
         let (time, arguments) =
-            arguments.split_last().ok_or_else(|| wrong_arity(command.name()))?;
+            command.split(arguments).ok_or_else(|| wrong_arity(command.name()))?;
         let (words, names) = command.words(arguments)?;
         let deadline = time_out(time)?.and_then(|span| Instant::now().checked_add(span));
         let mut keys: Vec<KeyName> = names.into_iter().map(|name| (self.database, name)).collect();
         keys.sort();
         keys.dedup();
         // Attempts to take an element conflict with each other. Who comes to empty keys waits in line.
+        self.check(&words)?;
         let has_run = !self.runner.queues().are_empty(&keys);
         if has_run && let Some(answer) = command.answer(self.run_alone(&words).await) {
             return Ok(Some(answer));

@@ -698,6 +698,12 @@ impl Connection {
         Ok(evaluation.replies)
     }
 
+    /// Whether a command on data is well formed and permitted.
+    pub(super) fn check(&self, words: &[Bytes]) -> Result<(), Failure> {
+        let mut names = self.group().names;
+        self.parse(words, 0, &mut names).map(drop).map_err(|refused| refused.failure)
+    }
+
     /// Runs one command on data, as a transaction of its own.
     pub(super) async fn run_alone(&mut self, words: &[Bytes]) -> Reply {
         let mut group = self.group();

@@ -53,12 +53,14 @@ pub(super) enum Deferred {
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
-const LOCALS: [(&str, i64, Local); 40] = [
+const LOCALS: [(&str, i64, Local); 42] = [
     ("auth", -2, Local::Auth),
     ("blmove", 6, Local::Blocking(Blocking::Move)),
+    ("blmpop", -5, Local::Blocking(Blocking::Elements)),
     ("blpop", -3, Local::Blocking(Blocking::First)),
     ("brpop", -3, Local::Blocking(Blocking::Last)),
     ("brpoplpush", 4, Local::Blocking(Blocking::MoveLast)),
+    ("bzmpop", -5, Local::Blocking(Blocking::Members)),
     ("bzpopmax", -3, Local::Blocking(Blocking::Highest)),
     ("bzpopmin", -3, Local::Blocking(Blocking::Lowest)),
     ("client", -2, Local::Client),
@@ -177,10 +179,7 @@ const MISSING: [(&str, &[&str]); 5] = [
     ),
     (
         "it is not supported",
-        &[
-            "monitor", "sort", "sort_ro", "lcs", "blmpop", "bzmpop", "hexpire", "hpexpire", "httl",
-            "hpttl", "hpersist",
-        ],
+        &["monitor", "sort", "sort_ro", "lcs", "hexpire", "hpexpire", "httl", "hpttl", "hpersist"],
     ),
 ];
 
@@ -634,6 +633,9 @@ fn descriptions() -> Vec<(&'static str, Reply)> {
             Local::Listing(listing) if listing.is_write() => (&["write"], (0, 0, 0)),
             Local::Listing(listing) if listing.has_key() => (&["readonly"], (1, 1, 1)),
             Local::Listing(_) => (&["readonly"], (0, 0, 0)),
+            Local::Blocking(command) if command.key_places() == (0, 0, 0) => {
+                (&["write", "noscript", "blocking", "movablekeys"], (0, 0, 0))
+            }
             Local::Blocking(command) => (&["write", "noscript", "blocking"], command.key_places()),
             Local::PubSub => (&["pubsub", "loading", "stale"], (0, 0, 0)),
             Local::Subscribe(_) | Local::Unsubscribe(_) => {

@@ -438,10 +438,10 @@ async fn a_transaction_with_a_refused_command_is_discarded() {
     let answers = format!("+OK\r\n+QUEUED\r\n{arity}{abort}");
     talk(&mut client, "MULTI\r\nSET a 1\r\nGET\r\nEXEC\r\n", &answers).await;
     talk(&mut client, "GET a\r\n", "$-1\r\n").await;
-    let bits = "-ERR command 'setbit' is not available here: bits, estimates and places are not \
-                supported\r\n";
+    let bits = "-ERR command 'bitop' is not available here: other commands on bits, estimates and \
+                places are not supported\r\n";
     let answers = format!("+OK\r\n{bits}{abort}");
-    talk(&mut client, "MULTI\r\nSETBIT x 0\r\nEXEC\r\n", &answers).await;
+    talk(&mut client, "MULTI\r\nBITOP NOT x y\r\nEXEC\r\n", &answers).await;
     // Other mistakes are answers of the command, and the other commands take effect.
     let answers = "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n-ERR syntax error\r\n:1\r\n";
     talk(&mut client, "MULTI\r\nSET a 1 NX XX\r\nINCR n\r\nEXEC\r\n", answers).await;

@@ -117,6 +117,54 @@ async fn who_is_blocked_behind_others_finds_what_is_there_and_is_told_of_another
     talk(&mut rig.client().await, "BLPOP q 0\r\n", "*2\r\n$1\r\nq\r\n$1\r\na\r\n").await;
     rig.copy("redis/0/text", "redis/0/q");
     talk(&mut rig.client().await, "BLPOP q 0\r\n", WRONG).await;
+    let wrong = "-ERR syntax error\r\n".repeat(2);
+    talk(&mut rig.client().await, "BLMOVE q r UP LEFT 0\r\nBLMPOP 0 1 q UP\r\n", &wrong).await;
+}
+
+#[tokio::test]
+async fn blocking_commands_for_several_elements_answer_as_those_that_do_not_block() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    talk(&mut client, "RPUSH q a b c\r\nSET s 1\r\n", ":3\r\n+OK\r\n").await;
+    let told = "*2\r\n$1\r\nq\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n";
+    talk(&mut client, "BLMPOP 0 2 none q LEFT COUNT 2\r\n", told).await;
+    talk(&mut client, "blmpop 1 1 q right\r\n", "*2\r\n$1\r\nq\r\n*1\r\n$1\r\nc\r\n").await;
+    talk(&mut client, "BLMPOP 0 3 none s q LEFT\r\nBZMPOP 0 1 s MIN\r\n", &WRONG.repeat(2)).await;
+    let lines = "ZADD z 1.5 low 2 mid 3 high\r\nBZMPOP 1 1 z MAX\r\nHELLO 3\r\n";
+    client.write_all(lines.as_bytes()).await.unwrap();
+    let told = ask(&mut client, "BZMPOP 0 2 none z MIN COUNT 5").await;
+    let first = ":3\r\n*2\r\n$1\r\nz\r\n*1\r\n*2\r\n$4\r\nhigh\r\n$1\r\n3\r\n";
+    assert!(told.starts_with(first), "{told}");
+    let last = "*2\r\n$1\r\nz\r\n*2\r\n*2\r\n$3\r\nlow\r\n,1.5\r\n*2\r\n$3\r\nmid\r\n,2\r\n";
+    assert!(told.ends_with(last), "{told}");
+    for (line, told) in [
+        ("BLMPOP x 1 q LEFT", "timeout is not a float or out of range"),
+        ("BLMPOP 1 0 q LEFT", "numkeys should be greater than 0"),
+        ("BZMPOP 1 a q MIN", "numkeys should be greater than 0"),
+        ("BLMPOP 1 2 q LEFT", "syntax error"),
+        ("BLMPOP 1 1 q MIN", "syntax error"),
+        ("BLMPOP 1 1 q LEFT COUNT 0", "count should be greater than 0"),
+        ("BLMPOP 1 1 q LEFT COUNT", "syntax error"),
+        ("BZMPOP 1 1 z", "wrong number of arguments for 'bzmpop' command"),
+    ] {
+        talk(&mut client, &format!("{line}\r\n"), &format!("-ERR {told}\r\n")).await;
+    }
+    assert_eq!(rig.watches_begun(), 0);
+}
+
+#[tokio::test]
+async fn clients_blocked_for_several_elements_get_them_and_ignore_other_types() {
+    let rig = open().await;
+    let mut first = rig.blocked("BLMPOP 0 2 q r RIGHT COUNT 9").await;
+    let mut set = rig.blocked("BZMPOP 0 1 z MIN").await;
+    let mut other = rig.client().await;
+    talk(&mut other, "SET q 1\r\nRPUSH r a b\r\n", "+OK\r\n:2\r\n").await;
+    let told = "*2\r\n$1\r\nr\r\n*2\r\n$1\r\nb\r\n$1\r\na\r\n";
+    talk(&mut first, "", told).await;
+    talk(&mut other, "ZADD z 1 m\r\n", ":1\r\n").await;
+    talk(&mut set, "", "*2\r\n$1\r\nz\r\n*1\r\n*2\r\n$1\r\nm\r\n$1\r\n1\r\n").await;
+    talk(&mut other, "BLMPOP 0.01 1 none LEFT\r\n", "*-1\r\n").await;
+    rig.no_watch().await;
 }
 
 #[tokio::test]
