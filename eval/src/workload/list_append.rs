@@ -78,11 +78,12 @@ impl ListAppend {
     /// # Errors
     /// If an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
-        let known = ["keys", "zipf", "read_only", "form", "appends_per_key", "dependent"];
-        options.only("list-append", &known)?;
-        let dependent = match parameter {
-            None => 0.0,
-            Some("dependent") => 1.0,
+        let without_form = ["keys", "zipf", "read_only", "appends_per_key", "dependent"];
+        let known = [&without_form[..], &["form"]].concat();
+        // Transactions that find their keys by reading have no other form.
+        let (dependent, spec, known) = match parameter {
+            None => (0.0, "list-append", &known[..]),
+            Some("dependent") => (1.0, "list-append:dependent", &without_form[..]),
             Some(other) => {
                 return Err(WorkloadError::Parameter {
                     spec: format!("list-append:{other}"),
@@ -91,6 +92,7 @@ impl ListAppend {
                 });
             }
         };
+        options.only(spec, known)?;
         let keys = bounded("keys", options.keys, 16, (1, 100_000))?;
         Ok(Self {
             window: (0..keys).map(|number| List { number, appends: 0 }).collect(),
