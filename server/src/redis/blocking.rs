@@ -3,8 +3,8 @@
 //!
 //! Such a command runs at once, unless other clients are blocked on each of its keys. If its keys are
 //! empty, its client is blocked, and joins a queue for each key. While a client of this node is in the queue of a key, the node watches that key. When the key
-//! changes, the first client of the queue tries again. A client that leaves a queue lets the next one
-//! try. So a push wakes one client of each node, and clients of one node are served in the order in which
+//! changes, the first client of the queue tries again. A client that finds nothing, or leaves a queue, lets
+//! the next one try. So a push wakes one client of each node, and clients of one node are served in the order in which
 //! they were blocked.
 //!
 //! A watch shows changes from some moment on. A client looks once more when the watches of all its keys
@@ -171,6 +171,16 @@ impl Queues {
         state.by_key.insert(key.clone(), queue);
         tokio::spawn(Arc::clone(self).follow((key.clone(), round), batches, status, end));
         Ok(receiver)
+    }
+
+    /// Wakes the client that is in the queue of `key` right behind `waiter`.
+    fn wake_after(&self, key: &KeyName, waiter: &Arc<Waiter>) {
+        let state = self.state();
+        let Some(queue) = state.by_key.get(key) else { return };
+        let behind = queue.waiters.iter().skip_while(|other| !Arc::ptr_eq(other, waiter)).nth(1);
+        if let Some(behind) = behind {
+            behind.turn.notify_one();
+        }
     }
 
     /// Removes a client from the queue of `key`. The next one tries, because this one may have been woken.
@@ -353,6 +363,15 @@ impl Blocked {
         tokio::select! {
             () = deadline => Next::GiveUp,
             next = next => next,
+        }
+    }
+
+    /// Lets the client behind it in each queue try, which may wait for another type.
+    fn pass_on(&self) {
+        if let Stage::Queued(place) = &self.stage {
+            for (key, _) in &place.keys {
+                place.queues.wake_after(key, &place.waiter);
+            }
         }
     }
 
@@ -565,6 +584,7 @@ impl Connection {
                     return self.unblock(command, &answer);
                 }
                 blocked.found_nothing();
+                blocked.pass_on();
             }
             Next::Leave => blocked.pause(),
             Next::Join => match self.join_queues(command, &blocked.keys) {

@@ -168,6 +168,21 @@ async fn clients_blocked_for_several_elements_get_them_and_ignore_other_types() 
 }
 
 #[tokio::test]
+async fn who_waits_for_another_type_does_not_stand_in_the_way() {
+    let rig = open().await;
+    let mut set = rig.blocked("BZPOPMIN q 0").await;
+    let mut moving = rig.blocked_in_line("BLMOVE q r LEFT LEFT 0").await;
+    let mut list = rig.blocked_in_line("BLPOP q 0").await;
+    let mut other = rig.client().await;
+    talk(&mut other, "SET r 1\r\nRPUSH q a\r\n", "+OK\r\n:1\r\n").await;
+    talk(&mut moving, "", WRONG).await;
+    talk(&mut list, "", "*2\r\n$1\r\nq\r\n$1\r\na\r\n").await;
+    talk(&mut other, "ZADD q 1 m\r\n", ":1\r\n").await;
+    talk(&mut set, "", "*3\r\n$1\r\nq\r\n$1\r\nm\r\n$1\r\n1\r\n").await;
+    rig.no_watch().await;
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_lets_the_next_one_try() {
     let rig = open().await;
     let first = rig.blocked("BLPOP q 0").await;
