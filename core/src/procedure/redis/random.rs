@@ -8,32 +8,16 @@ use bytes::Bytes;
 use super::entry::Stamp;
 use super::parse::Args;
 use super::reply::{Failure, SYNTAX};
+use crate::rng::Rng;
 
 /// Numbers that follow from a transaction.
-#[derive(Debug)]
-struct Draws(u64);
+fn draws(stamp: Stamp) -> Rng {
+    Rng::stream(stamp.client, "redis", stamp.counter)
+}
 
-impl Draws {
-    fn new(stamp: Stamp, size: usize) -> Self {
-        let mut draws = Self(stamp.client);
-        draws.0 = draws.next() ^ stamp.counter;
-        draws.0 = draws.next() ^ size as u64;
-        draws
-    }
-
-    /// The next number (SplitMix64).
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    fn below(&mut self, bound: usize) -> usize {
-        let wide = u128::from(self.next()) * bound as u128;
-        usize::try_from(wide >> 64).unwrap_or(0)
-    }
+/// A place in a list of this many elements.
+fn place(draws: &mut Rng, size: usize) -> usize {
+    usize::try_from(draws.below(size as u64)).unwrap_or(0)
 }
 
 /// The elements that a command answers: `count` different ones, or with repetitions if the number
@@ -44,13 +28,13 @@ pub(super) fn choose<T: Clone>(stamp: Stamp, count: i64, mut all: Vec<T>) -> Vec
         return all;
     }
     let many = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
-    let mut draws = Draws::new(stamp, size);
+    let mut draws = draws(stamp);
     if count < 0 {
-        return (0..many).filter_map(|_| all.get(draws.below(size)).cloned()).collect();
+        return (0..many).filter_map(|_| all.get(place(&mut draws, size)).cloned()).collect();
     }
     if many < size {
         for at in 0..many {
-            all.swap(at, at + draws.below(size - at));
+            all.swap(at, at + place(&mut draws, size - at));
         }
         all.truncate(many);
     }
@@ -98,11 +82,10 @@ pub(super) fn parse(
 /// One element, for a command without a number.
 pub(super) fn one<'a>(
     stamp: Stamp,
-    all: impl ExactSizeIterator<Item = &'a Bytes>,
+    mut all: impl ExactSizeIterator<Item = &'a Bytes>,
 ) -> Option<&'a Bytes> {
     let size = all.len();
-    let mut all = all;
-    (size > 0).then(|| all.nth(Draws::new(stamp, size).below(size))).flatten()
+    all.nth(place(&mut draws(stamp), size))
 }
 
 #[cfg(test)]
